@@ -436,6 +436,30 @@ def test_a_run_beside_its_predecessors(made: Made) -> None:
     assert 0 == cirron("diff", *reversed(ids), "--fail-on", "5%")[0]
 
 
+@pytest.mark.parametrize("slower", [(1.25,) * 3, (1.0, 5.0, 1.0)], ids=["all phases", "one phase"])
+def test_report_and_diff_agree_on_the_previous_run(made: Made, slower: tuple[float, ...]) -> None:
+    """With one run before, all phases 25 % slower at once are unknown in both; one phase is not."""
+    for number, (run_id, count) in enumerate((("short", 84), ("long", 600))):
+        session, at = made(run_id=run_id, start=number * 10**12), 10**12 * number
+        program = wire.Program(script="train.py")
+        session.info = msgspec.structs.replace(session.info, program=program)
+        for step in range(count):
+            begins, times = at, [10_000 + step * 7919 % 13 * 1_000] * 3
+            for nth, usual in enumerate((1_000_000, 2_000_000, 1_500_000)):
+                times[nth] += int(usual * (slower[nth] if number else 1))
+            batch = session.span("batch", at, at + sum(times) + 10_000, None, step)
+            for name, took in zip(("forward", "backward", "optimizer_step"), times, strict=True):
+                session.span(name, at, at + took, batch)
+                at += took
+            at = begins + sum(times) + 20_000
+        session.write()
+
+    told = as_json("report", "long")["before"]["change"]["outcome"]
+    found = {one["name"]: one["outcome"] for one in as_json("diff", "short", "long")["changes"]}
+
+    assert ("unknown" if slower[0] > 1 else "slower") == told == found["batch"]
+
+
 @pytest.mark.parametrize(("runs_before", "status"), [(1, 5), (3, 0)])
 def test_equal_runs_are_the_same_or_inconclusive(made: Made, runs_before: int, status: int) -> None:
     """One run on each side cannot tell a change of 5 %; three can. Both print the times."""

@@ -12,7 +12,17 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from cirron.verdict.facts import Facts, describe, fetch_steps, gather, leading, settled_from
-from cirron.verdict.ratios import CLOSE, FEW_RUNS, Change, Runs, compare, judge, starvation
+from cirron.verdict.ratios import (
+    CLOSE,
+    FEW_RUNS,
+    WHOLE,
+    Change,
+    Estimate,
+    Runs,
+    compare,
+    judge,
+    starvation,
+)
 from cirron.verdict.rules import percent
 
 if TYPE_CHECKING:
@@ -80,12 +90,7 @@ Place = tuple[int, int, int]  # epoch, step, and which of the values there; -1: 
 def diff(before: Sequence[Run], after: Sequence[Run]) -> Diff:
     """Compares runs from before a change with runs from after it."""
     old, new = sample(before), sample(after)
-    names = [name for name in old if name in new]
-    counts = {
-        name: min(sum(len(rank) for run in side[name] for rank in run) for side in (old, new))
-        for name in names
-    }
-    found = [compare(name, old[name], new[name]) for name in names if counts[name] >= MIN_SPANS]
+    found, not_compared = compared(old, new)
     warnings = []
     if {run.id for run in before} & {run.id for run in after}:
         warnings.append("a run is compared with itself")
@@ -107,8 +112,20 @@ def diff(before: Sequence[Run], after: Sequence[Run]) -> Diff:
         changes=judge(found, starved),
         marks=part(before[0], after[0]),
         tensors=part_tensors(before[0], after[0]),
-        not_compared=[name for name in names if counts[name] < MIN_SPANS],
+        not_compared=not_compared,
     )
+
+
+def compared(old: dict[str, Runs], new: dict[str, Runs]) -> tuple[list[Estimate], list[str]]:
+    """The names in both samples, compared, and those with too few spans."""
+    found, left = [], []
+    for name in (one for one in old if one in new):
+        counts = [sum(len(rank) for run in side[name] for rank in run) for side in (old, new)]
+        if min(counts) >= MIN_SPANS:
+            found.append(compare(name, old[name], new[name]))
+        else:
+            left.append(name)
+    return found, left
 
 
 def limit(ratio: float) -> str:
@@ -303,7 +320,10 @@ def predecessors(run: Run) -> list[Run]:
 
 
 def since(run: Run, steps: Sequence[int]) -> dict[str, Any] | None:
-    """The steps of a run compared with its predecessors; None: not comparable."""
+    """The steps of a run compared with its predecessors; None: not comparable.
+
+    The phases are compared, too: if all have moved, that is attributed to the machine.
+    """
     old: dict[str, list[list[int]]] = {}
     shares = []
     for one in predecessors(run) if len(steps) >= MIN_SPANS else ():
@@ -317,6 +337,11 @@ def since(run: Run, steps: Sequence[int]) -> dict[str, Any] | None:
                 shares.append(waited(one))
     if not old:
         return None
-    change = compare("step", list(old.values()), [[list(steps[-MAX_SPANS:])]])
-    starved = starvation(shares, [waited(run)])
-    return {"runs": list(old), "change": judge([change], starved)[0]}
+    before, after = sample([run.runs[one] for one in old]), sample([run])
+    for side, walls_of in ((before, list(old.values())), (after, [[list(steps[-MAX_SPANS:])]])):
+        for name in WHOLE:
+            side.pop(name, None)
+        side["step"] = walls_of
+    found, _ = compared(before, after)
+    changes = judge(found, starvation(shares, [waited(run)]))
+    return {"runs": list(old), "change": next(one for one in changes if one.name == "step")}
