@@ -83,6 +83,15 @@ def test_three_steps_are_not_judged() -> None:
     assert {"input-bound", "host-bound", "uneven-steps"} <= {one.kind for one in abstained}
 
 
+def test_steps_of_microseconds_are_not_judged() -> None:
+    """200 steps of 2 us are 0.4 ms in all: too little, whatever the shares are."""
+    tiny = {"data_load": 1_000, "forward": 200, "backward": 200, "optimizer": 100, "own": 500}
+    verdict, findings, _ = judge(facts(every(200, **tiny), count=200))
+
+    assert ("not-enough-data", []) == (verdict.kind, findings)
+    assert "the steps compared take 0.4 ms; 10 ms are needed" in verdict.summary
+
+
 def test_the_gain_of_workers_is_the_overlapped_loading() -> None:
     """The gain is what workers give: loading goes on beside the work, but for taking a batch."""
     verdict, *_ = judge(facts(every(300, data_load=10 * MS), loader={"workers": 0}))

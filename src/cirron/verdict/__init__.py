@@ -11,7 +11,7 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from cirron.verdict.diff import since
-from cirron.verdict.facts import CROWDED, MIN_STEPS, Facts, gather
+from cirron.verdict.facts import CROWDED, MIN_STEPS, MIN_WINDOW_NS, Facts, gather
 from cirron.verdict.findings import Abstained, Finding, Report
 from cirron.verdict.rules import (
     ESTIMATORS,
@@ -108,6 +108,8 @@ def judge(facts: Facts) -> tuple[Finding, list[Finding], list[Abstained]]:
         return urgent[0], findings, abstained
     if len(facts.steps) < MIN_STEPS:
         return too_little(facts), findings, abstained
+    if facts.window_ns < MIN_WINDOW_NS:
+        return too_little(facts), [], abstained
     if rest:
         return findings[0], findings, abstained
     bound = compute_bound(facts)
@@ -119,6 +121,8 @@ def judge(facts: Facts) -> tuple[Finding, list[Finding], list[Abstained]]:
 def too_little(facts: Facts) -> Finding:
     why = f"{plural(len(facts.steps), 'step')} after warm-up; {MIN_STEPS} are needed"
     advice = "let it run longer"
+    if len(facts.steps) >= MIN_STEPS:
+        why = f"the steps compared take {ms(facts.window_ns)}; {ms(MIN_WINDOW_NS)} are needed"
     if not facts.steps and facts.unwritten:
         why = f"its records could not be written: {facts.unwritten}"
         advice = "use a folder with space: ci.profile(path=...) or CIRRON_OUTPUT_DIR"

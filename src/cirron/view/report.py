@@ -121,7 +121,7 @@ def following(report: Report) -> str:
         "died": f"cirron why {run_id}",
         "hung": f"cirron why {run_id}",
         "numerics": tensors if "cirron tensors" in report.verdict.advice else steps,
-        "not-enough-data": f"cirron show --run {run_id}",
+        "not-enough-data": steps if report.run.get("steps") else f"cirron show --run {run_id}",
     }.get(report.verdict.kind, steps)
 
 
