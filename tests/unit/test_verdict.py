@@ -520,6 +520,13 @@ def test_steps_that_do_more_passes_by_design_are_not_uneven() -> None:
     assert "more forward passes" in next(one.why for one in abstained if one.kind == "uneven-steps")
 
 
+def test_the_time_of_the_models_work_is_labelled_as_a_mean() -> None:
+    """The header shows the median, which one long step does not move."""
+    verdict, *_ = judge(facts({9: {"backward": 5_000 * MS}}))
+
+    assert ["forward, backward and optimizer: 25.7 ms per step (mean)"] == verdict.evidence
+
+
 def test_more_threads_than_cores() -> None:
     """They delay each other: the advice is as many as there are cores."""
     verdict, *_ = judge(facts(model={"threads": 32}))

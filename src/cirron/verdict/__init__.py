@@ -147,7 +147,8 @@ def compute_bound(facts: Facts) -> Finding | None:
     share = min(work / facts.window_ns, 1.0)
     if share < COMPUTE:
         return None
-    evidence = [f"forward, backward and optimizer{where}: {ms(work / len(facts.steps))} per step"]
+    each = ms(work / len(facts.steps))
+    evidence = [f"forward, backward and optimizer{where}: {each} per step (mean)"]
     advice = "only a faster model, device or precision will help"
     starved = facts.starved_share or 0.0
     if starved >= CROWDED:
