@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import pickle
 import shutil
+import signal
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -97,6 +98,41 @@ for epoch in ci.epochs(range(2)):
     assert "epoch[1] > batch[0] > train > forward" in told
 
 
+@pytest.mark.parametrize(
+    ("number", "kind"), [(signal.SIGINT, "input-bound"), (signal.SIGKILL, "died")]
+)
+def test_the_advice_about_speed_outlives_the_run(
+    tmp_path: Path, number: signal.Signals, kind: str
+) -> None:
+    """Ctrl-C leaves the verdict about speed, and says where it came; a death leaves its advice."""
+    program = f"""
+import os, time
+import cirron as ci
+ci.profile(flush_interval=0.1)
+def slowly():
+    for number in range(40):
+        time.sleep(0.02)
+        yield number
+for epoch in ci.epochs(range(2)):
+    for batch in ci.batches(slowly()):
+        time.sleep(0.002)
+    if epoch:
+        with ci.scope("save"):
+            time.sleep(0.5)
+            os.kill(os.getpid(), {number.value})
+            time.sleep(9)
+"""
+    subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, timeout=60, check=False
+    )
+    code, said = cirron("report", "--dir", str(tmp_path))
+
+    assert (0, True) == (code, f"VERDICT  {kind}: " in said)
+    assert ("  do     " if kind == "input-bound" else "    do   ") + "load 8 batches" in said
+    assert (number == signal.SIGINT) == ("stopped by Ctrl-C in epoch[1] > save" in said)
+    assert "epoch[1] > save" in cirron("why", "--dir", str(tmp_path))[1]
+
+
 def test_a_run_without_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It cannot be mended by waiting: the report says what gives it steps."""
     monkeypatch.chdir(tmp_path)
@@ -183,6 +219,42 @@ def test_diff_shows_where_marks_differ(runs: list[str]) -> None:
     assert 2 == cirron("diff", *runs, "--fail-on", "much")[0]
     assert 2 == cirron("diff", *runs, "--fail-on", "5")[0], "5% or 500%?"
     assert 3 == cirron("diff", runs[0], "nope")[0]
+
+
+def test_marks_outside_any_epoch_are_compared_one_by_one() -> None:
+    """A validation accuracy that is marked after each epoch differs where its n-th value does."""
+    for accuracies in ([0.5, 0.6, 0.9], [0.5, 0.3, 0.9]):
+        ci.profile()
+        for accuracy in accuracies:
+            for step in ci.batches(range(3)):
+                ci.mark("loss", 1.0 / (1 + step))
+            ci.mark("val_acc", accuracy)
+        ci.shutdown()
+    ids = list(ci.open().runs)
+
+    found = {one["name"]: one for one in as_json("diff", *ids)["marks"]}
+
+    assert {"epoch": -1, "step": -1, "value": 1} == found["val_acc"]["parts_at"]
+    assert 3 == found["val_acc"]["compared"]
+    assert 9 == found["loss"]["compared"]
+    said = "val_acc: first differs in the session itself, value 1; last value 0.9 -> 0.9"
+    assert said in cirron("diff", *ids)[1]
+
+
+def test_the_first_and_the_last_value_of_a_mark_are_by_time() -> None:
+    """A final evaluation outside the epochs comes after those inside them."""
+    for worse in (0.0, 0.1):
+        ci.profile()
+        for epoch in ci.epochs(range(3)):
+            ci.mark("eval_loss", 0.9 - epoch / 10 + (worse if epoch else 0))
+        ci.mark("eval_loss", 0.2 + worse)
+        ci.shutdown()
+    ids = list(ci.open().runs)
+
+    (found,) = as_json("diff", *ids)["marks"]
+
+    assert {"epoch": 1, "step": -1} == found["parts_at"] == found["far_at"]
+    assert (0.2, pytest.approx(0.3)) == (found["before"], found["after"])
 
 
 def test_diff_of_two_folders(runs: list[str], tmp_path: Path) -> None:
@@ -364,6 +436,30 @@ def test_a_run_beside_its_predecessors(made: Made) -> None:
     assert 0 == cirron("diff", *reversed(ids), "--fail-on", "5%")[0]
 
 
+@pytest.mark.parametrize("slower", [(1.25,) * 3, (1.0, 5.0, 1.0)], ids=["all phases", "one phase"])
+def test_report_and_diff_agree_on_the_previous_run(made: Made, slower: tuple[float, ...]) -> None:
+    """With one run before, all phases 25 % slower at once are unknown in both; one phase is not."""
+    for number, (run_id, count) in enumerate((("short", 84), ("long", 600))):
+        session, at = made(run_id=run_id, start=number * 10**12), 10**12 * number
+        program = wire.Program(script="train.py")
+        session.info = msgspec.structs.replace(session.info, program=program)
+        for step in range(count):
+            begins, times = at, [10_000 + step * 7919 % 13 * 1_000] * 3
+            for nth, usual in enumerate((1_000_000, 2_000_000, 1_500_000)):
+                times[nth] += int(usual * (slower[nth] if number else 1))
+            batch = session.span("batch", at, at + sum(times) + 10_000, None, step)
+            for name, took in zip(("forward", "backward", "optimizer_step"), times, strict=True):
+                session.span(name, at, at + took, batch)
+                at += took
+            at = begins + sum(times) + 20_000
+        session.write()
+
+    told = as_json("report", "long")["before"]["change"]["outcome"]
+    found = {one["name"]: one["outcome"] for one in as_json("diff", "short", "long")["changes"]}
+
+    assert ("unknown" if slower[0] > 1 else "slower") == told == found["batch"]
+
+
 @pytest.mark.parametrize(("runs_before", "status"), [(1, 5), (3, 0)])
 def test_equal_runs_are_the_same_or_inconclusive(made: Made, runs_before: int, status: int) -> None:
     """One run on each side cannot tell a change of 5 %; three can. Both print the times."""
@@ -404,6 +500,43 @@ def test_parts_of_steps_without_a_span_are_compared(
     changed = {one["name"]: one["outcome"] for one in found if one["name"] != "batch"}
     assert "slower" == changed.pop(named)
     assert {"same", "unknown"} >= set(changed.values())
+
+
+def test_phases_with_too_few_spans_are_named(made: Made) -> None:
+    """Phases of only 20 of 60 steps cannot be compared, which the output says."""
+    for number, run_id in enumerate(("before", "after")):
+        session = made(run_id=run_id, start=number * 10**12)
+        for step in range(60):
+            at = 10**12 * number + step * 10_000_000
+            batch = session.span("batch", at, at + 9_000_000, None, step)
+            for name in ("forward", "backward")[: 2 * (step < 20)]:
+                session.span(name, at, at + 4_000_000, batch)
+        session.write()
+
+    assert ["backward", "forward"] == as_json("diff", "before", "after")["not_compared"]
+    assert "not compared: backward, forward (too few spans)" in cirron("diff", "before", "after")[1]
+
+
+def test_batches_of_an_evaluation_are_no_training_batches(made: Made) -> None:
+    """Keras calls both `batch`: 60 of the training and 60 quick ones of an evaluation."""
+    for number, run_id in enumerate(("before", "after")):
+        session, at = made(run_id=run_id, start=number * 10**12), 10**12 * number
+        epoch = session.span("epoch", at, at + 60 * 10_000_000 + 60_000_000, index=0)
+        for step in range(60):
+            batch = session.span("batch", at, at + 10_000_000, epoch, step)
+            session.span("data_load", at, at + 3_000_000, batch)
+            at += 10_000_000
+        evaluation = session.span("evaluation", at, at + 60_000_000, epoch)
+        for step in range(60):
+            batch = session.span("batch", at, at + 1_000_000, evaluation, step)
+            session.span("data_load", at, at + 500_000, batch)
+            at += 1_000_000
+        session.write()
+
+    found = {one["name"]: one for one in as_json("diff", "before", "after")["changes"]}
+
+    assert (10_000_000, [60, 60]) == (found["batch"]["before_ns"], found["batch"]["spans"])
+    assert (3_000_000, [60, 60]) == (found["data_load"]["before_ns"], found["data_load"]["spans"])
 
 
 def test_evaluations_that_are_more_frequent_are_a_difference(made: Made) -> None:

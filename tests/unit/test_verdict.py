@@ -83,6 +83,15 @@ def test_three_steps_are_not_judged() -> None:
     assert {"input-bound", "host-bound", "uneven-steps"} <= {one.kind for one in abstained}
 
 
+def test_steps_of_microseconds_are_not_judged() -> None:
+    """200 steps of 2 us are 0.4 ms in all: too little, whatever the shares are."""
+    tiny = {"data_load": 1_000, "forward": 200, "backward": 200, "optimizer": 100, "own": 500}
+    verdict, findings, _ = judge(facts(every(200, **tiny), count=200))
+
+    assert ("not-enough-data", []) == (verdict.kind, findings)
+    assert "the steps compared take 0.4 ms; 10 ms are needed" in verdict.summary
+
+
 def test_the_gain_of_workers_is_the_overlapped_loading() -> None:
     """The gain is what workers give: loading goes on beside the work, but for taking a batch."""
     verdict, *_ = judge(facts(every(300, data_load=10 * MS), loader={"workers": 0}))
@@ -236,6 +245,16 @@ def test_more_workers_do_not_help_a_busy_processor(workers: int) -> None:
 
     assert "more workers will not help" in verdict.advice
     assert verdict.gain is None
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_batches_that_cost_no_more_than_a_worker_are_no_fault(workers: int) -> None:
+    """The threads of a tiny model keep all cores busy: loading 0.11 of 0.7 ms is not the cause."""
+    tiny = {"data_load": MS // 9, "forward": MS // 10, "backward": MS // 5, "optimizer": MS // 5}
+    made = facts(every(300, own=MS // 11, **tiny), loader={"workers": workers}, cores=2)
+    _, findings, _ = judge(replace(made, cpu_share=1.9))
+
+    assert "input-bound" not in {one.kind for one in findings}
 
 
 @pytest.mark.parametrize(("load", "kind"), [(9.5, "input-bound"), (6.0, "compute-bound")])
@@ -499,6 +518,13 @@ def test_steps_that_do_more_passes_by_design_are_not_uneven() -> None:
 
     assert "compute-bound" == verdict.kind
     assert "more forward passes" in next(one.why for one in abstained if one.kind == "uneven-steps")
+
+
+def test_the_time_of_the_models_work_is_labelled_as_a_mean() -> None:
+    """The header shows the median, which one long step does not move."""
+    verdict, *_ = judge(facts({9: {"backward": 5_000 * MS}}))
+
+    assert ["forward, backward and optimizer: 25.7 ms per step (mean)"] == verdict.evidence
 
 
 def test_more_threads_than_cores() -> None:
@@ -814,6 +840,22 @@ def test_a_run_that_died(state: str) -> None:
     assert "backward" in verdict.summary
 
 
+def test_ctrl_c_is_no_fault_of_the_run() -> None:
+    """The user stopped it, so the verdict is about speed; whatever else ended it comes first."""
+    where = "epoch[1] > step[3] > data_load"
+    stopped = Ending(0, "signal", where, 3, None, "SIGINT", 5)
+    ended = Ending(1, "signal", where, 3, None, "SIGTERM", 6)
+    slow = every(300, data_load=10 * MS)
+
+    def kinds(*endings: Ending) -> list[str]:
+        return [one.kind for one in judge(facts(slow, endings=list(endings)))[1]]
+
+    assert ["input-bound"] == kinds(stopped) == kinds(ended, stopped)
+    assert ["died", "input-bound"] == kinds(ended)
+    assert ["died", "input-bound"] == kinds(stopped, ended._replace(state="killed"))
+    assert ["hung", "input-bound"] == kinds(stopped._replace(silent_s=90.0))
+
+
 def test_the_rank_that_died_first_is_named() -> None:
     """The launcher ends the others by a signal, and some fail when they miss it."""
     where = "step[3] > backward"
@@ -1079,6 +1121,22 @@ def test_runs_that_waited_for_a_processor() -> None:
     assert "unknown" == ratios.judge(found, ratios.starvation([0.2], [0.2]))[0].outcome
     assert 0.0 == ratios.starvation([0.1, 0.2, 0.3], [0.3])
     assert ratios.starvation([0.1, 0.2, 0.3], [0.4]) > 0.05
+
+
+@pytest.mark.parametrize(("starved", "outcome"), [(1.04, "unknown"), (0.05, "faster")])
+def test_a_phase_of_starved_runs_has_not_changed_if_the_step_has_not(
+    starved: float, outcome: str
+) -> None:
+    """Where waits for a processor hide a change of 8 times, the machine may change any phase."""
+    after = {"step": 1 / 12, "backward": 1 / 300, "forward": 1 / 200, "optimizer_step": 0.5}
+    found = [
+        ratios.compare(name, [[series(at)]], [[series(at + 9, factor=one)]])
+        for at, (name, one) in enumerate(after.items())
+    ]
+
+    judged = {one.name: one.outcome for one in ratios.judge(found, starved)}
+
+    assert [outcome] * 3 == [judged[name] for name in ("step", "backward", "forward")]
 
 
 @pytest.mark.parametrize(

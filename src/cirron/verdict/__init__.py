@@ -11,7 +11,7 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from cirron.verdict.diff import since
-from cirron.verdict.facts import CROWDED, MIN_STEPS, Facts, gather
+from cirron.verdict.facts import CROWDED, MIN_STEPS, MIN_WINDOW_NS, Facts, gather
 from cirron.verdict.findings import Abstained, Finding, Report
 from cirron.verdict.rules import (
     ESTIMATORS,
@@ -108,6 +108,8 @@ def judge(facts: Facts) -> tuple[Finding, list[Finding], list[Abstained]]:
         return urgent[0], findings, abstained
     if len(facts.steps) < MIN_STEPS:
         return too_little(facts), findings, abstained
+    if facts.window_ns < MIN_WINDOW_NS:
+        return too_little(facts), [], abstained
     if rest:
         return findings[0], findings, abstained
     bound = compute_bound(facts)
@@ -119,6 +121,8 @@ def judge(facts: Facts) -> tuple[Finding, list[Finding], list[Abstained]]:
 def too_little(facts: Facts) -> Finding:
     why = f"{plural(len(facts.steps), 'step')} after warm-up; {MIN_STEPS} are needed"
     advice = "let it run longer"
+    if len(facts.steps) >= MIN_STEPS:
+        why = f"the steps compared take {ms(facts.window_ns)}; {ms(MIN_WINDOW_NS)} are needed"
     if not facts.steps and facts.unwritten:
         why = f"its records could not be written: {facts.unwritten}"
         advice = "use a folder with space: ci.profile(path=...) or CIRRON_OUTPUT_DIR"
@@ -143,7 +147,8 @@ def compute_bound(facts: Facts) -> Finding | None:
     share = min(work / facts.window_ns, 1.0)
     if share < COMPUTE:
         return None
-    evidence = [f"forward, backward and optimizer{where}: {ms(work / len(facts.steps))} per step"]
+    each = ms(work / len(facts.steps))
+    evidence = [f"forward, backward and optimizer{where}: {each} per step (mean)"]
     advice = "only a faster model, device or precision will help"
     starved = facts.starved_share or 0.0
     if starved >= CROWDED:
@@ -212,6 +217,9 @@ def account(facts: Facts) -> list[tuple[str, int, float]]:
 def basis(facts: Facts, run: Run) -> list[str]:
     """What the verdict is based on, and what was not measured."""
     said = [f"{len(run.ranks) or 1} rank{'s' if len(run.ranks) > 1 else ''} on {facts.device}"]
+    stopped = ending.interrupted(facts.endings)
+    if stopped is not None:
+        said.insert(0, f"stopped by Ctrl-C {ending.placed(stopped)}")
     if facts.steps:
         typical = median(step.wall for step in facts.steps)
         said.append(

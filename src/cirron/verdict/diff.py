@@ -7,11 +7,22 @@ where marks and tensors first differ. A change exceeds a limit only if its whole
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from cirron.verdict.facts import Facts, describe, fetch_steps, gather, leading, settled_from
-from cirron.verdict.ratios import CLOSE, FEW_RUNS, Change, Runs, compare, judge, starvation
+from cirron.verdict.ratios import (
+    CLOSE,
+    FEW_RUNS,
+    WHOLE,
+    Change,
+    Estimate,
+    Runs,
+    compare,
+    judge,
+    starvation,
+)
 from cirron.verdict.rules import percent
 
 if TYPE_CHECKING:
@@ -43,6 +54,7 @@ class Diff:
     changes: list[Change]  # the largest first
     marks: list[dict[str, Any]]  # where the values of each mark first differ
     tensors: list[dict[str, Any]] = field(default_factory=list)  # the first that differ
+    not_compared: list[str] = field(default_factory=list)  # names with too few spans
 
     @property
     def is_inconclusive(self) -> bool:
@@ -66,23 +78,19 @@ class Diff:
             "differences": self.differences,
             "warnings": self.warnings,
             "changes": [vars(one) for one in self.changes],
+            "not_compared": self.not_compared,
             "marks": self.marks,
             "tensors": self.tensors,
         }
 
 
-Place = tuple[int, int]  # epoch and step
+Place = tuple[int, int, int]  # epoch, step, and which of the values there; -1: outside any
 
 
 def diff(before: Sequence[Run], after: Sequence[Run]) -> Diff:
     """Compares runs from before a change with runs from after it."""
     old, new = sample(before), sample(after)
-    names = [name for name in old if name in new]
-    found = []
-    for name in names:
-        counts = tuple(sum(len(rank) for run in side[name] for rank in run) for side in (old, new))
-        if min(counts) >= MIN_SPANS:
-            found.append(compare(name, old[name], new[name]))
+    found, not_compared = compared(old, new)
     warnings = []
     if {run.id for run in before} & {run.id for run in after}:
         warnings.append("a run is compared with itself")
@@ -94,9 +102,8 @@ def diff(before: Sequence[Run], after: Sequence[Run]) -> Diff:
     starved = starvation([waited(run) for run in before], [waited(run) for run in after])
     if starved > CLOSE / 2:
         warnings.append(
-            "the runs waited for a CPU: changes below"
-            f" {percent(math.expm1(2 * starved))} cannot be told from that; use a quiet machine, or"
-            " add runs (cirron diff --baseline)"
+            f"the runs waited for a CPU: changes of less than {limit(math.exp(2 * starved))} cannot"
+            " be told from that; use a quiet machine, or add runs (cirron diff --baseline)"
         )
     return Diff(
         runs=([run.id for run in before], [run.id for run in after]),
@@ -105,7 +112,29 @@ def diff(before: Sequence[Run], after: Sequence[Run]) -> Diff:
         changes=judge(found, starved),
         marks=part(before[0], after[0]),
         tensors=part_tensors(before[0], after[0]),
+        not_compared=not_compared,
     )
+
+
+def compared(old: dict[str, Runs], new: dict[str, Runs]) -> tuple[list[Estimate], list[str]]:
+    """The names in both samples, compared, and those with too few spans."""
+    found, left = [], []
+    for name in (one for one in old if one in new):
+        counts = [sum(len(rank) for run in side[name] for rank in run) for side in (old, new)]
+        if min(counts) >= MIN_SPANS:
+            found.append(compare(name, old[name], new[name]))
+        else:
+            left.append(name)
+    return found, left
+
+
+def limit(ratio: float) -> str:
+    """A ratio of times as a percentage, or from 2 on as a factor.
+
+    >>> limit(1.35), limit(8.08)
+    ('35%', '8.1x')
+    """
+    return percent(ratio - 1) if ratio < 2 else f"{ratio:.1f}x"
 
 
 def waited(run: Run) -> float:
@@ -196,20 +225,20 @@ def setting(run: Run, facts: Facts) -> dict[str, str]:
 
 
 def part(before: Run, after: Run) -> list[dict[str, Any]]:
-    """For each mark in both runs, the first step at which it differs at all, and by more than 1 %.
+    """For each mark in both runs, where by time it first differs at all, and by more than 1 %.
 
-    The first difference may be rounding: some kernels add in a different order each time.
+    Several values at one place, as outside any epoch, are compared in their order. The first
+    difference may be rounding: some kernels add in a different order each time.
     """
     found = []
     old, new = values(before), values(after)
     for name in sorted(set(old) & set(new)):
-        same = sorted(set(old[name]) & set(new[name]))
-        pairs = [(at, old[name][at], new[name][at]) for at in same]
+        pairs = [(at, old[name][at], new[name][at]) for at in old[name] if at in new[name]]
         if pairs:
             found.append(
                 {
                     "name": name,
-                    "compared": len(same),
+                    "compared": len(pairs),
                     "parts_at": first_apart(pairs, 1e-9),
                     "far_at": first_apart(pairs, FAR),
                     "before": pairs[-1][1],
@@ -221,18 +250,22 @@ def part(before: Run, after: Run) -> list[dict[str, Any]]:
 
 def first_apart(pairs: list[tuple[Place, float, float]], share: float) -> dict[str, int] | None:
     """The first position at which two values differ by more than this share of the larger."""
-    for (epoch, step), one, other in pairs:
+    for (epoch, step, nth), one, other in pairs:
         if not alike(one, other, share):
-            return {"epoch": epoch, "step": step}
+            at = {"epoch": epoch, "step": step}
+            is_alone = (epoch, step, 1) not in (place for place, *_ in pairs)
+            return at if is_alone else {**at, "value": nth}
     return None
 
 
 def values(run: Run) -> dict[str, dict[Place, float]]:
-    """The values of each mark by epoch and step; -1: outside any."""
+    """The values of each mark by place, in the order of time."""
     found: dict[str, dict[Place, float]] = {}
+    counts: Counter[tuple[str, int, int]] = Counter()
     for name, epoch, step, value in run.query("values", session=run.main.key).fetch().rows:
         at = (-1 if epoch is None else epoch, -1 if step is None else step)
-        found.setdefault(name, {})[at] = value
+        found.setdefault(name, {})[*at, counts[name, *at]] = value
+        counts[name, *at] += 1
     return found
 
 
@@ -287,7 +320,10 @@ def predecessors(run: Run) -> list[Run]:
 
 
 def since(run: Run, steps: Sequence[int]) -> dict[str, Any] | None:
-    """The steps of a run compared with its predecessors; None: not comparable."""
+    """The steps of a run compared with its predecessors; None: not comparable.
+
+    The phases are compared, too: if all have moved, that is attributed to the machine.
+    """
     old: dict[str, list[list[int]]] = {}
     shares = []
     for one in predecessors(run) if len(steps) >= MIN_SPANS else ():
@@ -301,6 +337,11 @@ def since(run: Run, steps: Sequence[int]) -> dict[str, Any] | None:
                 shares.append(waited(one))
     if not old:
         return None
-    change = compare("step", list(old.values()), [[list(steps[-MAX_SPANS:])]])
-    starved = starvation(shares, [waited(run)])
-    return {"runs": list(old), "change": judge([change], starved)[0]}
+    before, after = sample([run.runs[one] for one in old]), sample([run])
+    for side, walls_of in ((before, list(old.values())), (after, [[list(steps[-MAX_SPANS:])]])):
+        for name in WHOLE:
+            side.pop(name, None)
+        side["step"] = walls_of
+    found, _ = compared(before, after)
+    changes = judge(found, starvation(shares, [waited(run)]))
+    return {"runs": list(old), "change": next(one for one in changes if one.name == "step")}

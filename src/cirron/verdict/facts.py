@@ -29,6 +29,8 @@ MAX_RANK_STEPS = 100_000
 MAX_VALUES = 5_000  # of each mark
 # Fewer settled steps are too few to judge.
 MIN_STEPS = 20
+# A shorter window holds little but the time that recording takes, and chance.
+MIN_WINDOW_NS = 10_000_000
 # `ci.batches` itself takes up to this time between two batches.
 MIN_WAIT_NS = 50_000
 # A delay is no finding if the thread waited for a CPU for this share of it. If that was not

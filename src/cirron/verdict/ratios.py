@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import NormalDist, median, quantiles, stdev, variance
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
@@ -40,6 +40,8 @@ FLOOR_NS = 3_000
 #   This part of it was seen in the medians of phases. Short waits do not move a median.
 STARVED_NOISE = 0.7
 HARMLESS = 0.05
+#   From a hidden factor of two on, phases are unknown if the step is.
+CROWDED_NOISE = math.log(2) / 2
 # Without a significant change, the outcome is `same` if the interval is within this.
 CLOSE = 0.05
 MIN_PART = 5  # spans
@@ -195,7 +197,8 @@ def starvation(before: Sequence[float], after: Sequence[float]) -> float:
 def judge(found: list[Estimate], starved: float = 0.0) -> list[Change]:
     """Decides which changes are significant, at a limited false discovery rate.
 
-    `starved` is added to all deviations: see `starvation`.
+    `starved` is added to all deviations: see `starvation`. If it hides a change by a factor of two,
+    and the step may have changed, too, the machine may have changed any part of it.
     """
     spreads = [math.hypot(widened(one, found), starved) for one in found]
     chances = [
@@ -216,6 +219,9 @@ def judge(found: list[Estimate], starved: float = 0.0) -> list[Change]:
         judged.append(
             Change(one.name, one.before_ns, one.after_ns, ratio, low, high, p, one.spans, outcome)
         )
+    unclear = any(one.name in WHOLE and one.outcome == "unknown" for one in judged)
+    if unclear and starved >= CROWDED_NOISE:
+        judged = [replace(one, outcome="unknown") for one in judged]
     return sorted(judged, key=lambda one: -abs(math.log(max(one.ratio, 1e-9))))
 
 

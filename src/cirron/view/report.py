@@ -45,10 +45,10 @@ def render(report: Report) -> str:
     others = [one for one in report.findings if one is not verdict]
     if others:
         lines += ["", "also"]
-        lines += [
-            f"  {one.kind}: {text.plain(one.summary, 200)}{gain(one)}"
-            for one in others[:MAX_OTHERS]
-        ]
+        for other in others[:MAX_OTHERS]:
+            lines.append(f"  {other.kind}: {text.plain(other.summary, 200)}{gain(other)}")
+            if verdict.is_urgent:  # what ended the run says nothing about its speed
+                lines.append(f"    do   {text.plain(other.advice, 150)}")
     if report.abstained and verdict.kind != "not-enough-data":
         lines += ["", "not judged"]
         reasons: dict[str, list[str]] = {}
@@ -121,7 +121,7 @@ def following(report: Report) -> str:
         "died": f"cirron why {run_id}",
         "hung": f"cirron why {run_id}",
         "numerics": tensors if "cirron tensors" in report.verdict.advice else steps,
-        "not-enough-data": f"cirron show --run {run_id}",
+        "not-enough-data": steps if report.run.get("steps") else f"cirron show --run {run_id}",
     }.get(report.verdict.kind, steps)
 
 
@@ -138,6 +138,7 @@ def what_if(part: str, factor: float, predicted: Prediction) -> str:
 
 
 MAX_TENSORS = 5
+MAX_NAMES = 12  # of spans that are not compared
 MAX_RANKS = 16
 MAX_STACK = 8  # calls, besides the last one of the program's own before them
 LIBRARIES = ("/site-packages/", "/lib/python", "/cirron/")
@@ -184,6 +185,12 @@ def changes(found: Diff) -> str:
         )
     if not found.changes:
         lines.append("  no span name has enough spans in both runs")
+    if found.not_compared:
+        names = ", ".join(text.plain(one) for one in found.not_compared[:MAX_NAMES])
+        more = len(found.not_compared) - MAX_NAMES
+        lines.append(
+            f"  not compared: {names}{f' and {more} more' if more > 0 else ''} (too few spans)"
+        )
     lines += ["", f"result: {result(found)}", ""]
     for mark in found.marks:
         at = mark["parts_at"]
@@ -217,5 +224,6 @@ def result(found: Diff) -> str:
 
 
 def place(at: dict[str, int]) -> str:
-    parts = [f"{name} {number}" for name, number in at.items() if number >= 0]
-    return ", ".join(parts) or "the session itself"
+    parts = [f"{name} {at[name]}" for name in ("epoch", "step") if at[name] >= 0]
+    nth = f", value {at['value']}" if "value" in at else ""
+    return (", ".join(parts) or "the session itself") + nth

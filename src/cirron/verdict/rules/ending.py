@@ -1,6 +1,7 @@
 """died and hung: the run did not end by itself, or it stopped making progress.
 
-died: a process was killed, or ended by a signal or an error.
+died: a process was killed, or ended by a signal or an error. Ctrl-C is the user's own stop, and no
+finding if nothing else ended a process.
 
 hung: a process recorded nothing for `silence_after` (60 s) inside a span. It is still running, or a
 signal ended it: a run that hangs is killed in the end.
@@ -49,9 +50,17 @@ def split(endings: Sequence[Ending]) -> tuple[list[Ending], list[Ending]]:
     return sorted(dead, key=lambda one: one.blamed), hung
 
 
+def interrupted(endings: Sequence[Ending]) -> Ending | None:
+    """The process that Ctrl-C ended, if only signals ended processes, and none hung."""
+    dead, hung = split(endings)
+    if hung or any(one.state != "signal" for one in dead):
+        return None
+    return next((one for one in dead if one.error == "SIGINT"), None)
+
+
 def judge_death(facts: Facts) -> Judged:
     dead, _ = split(facts.endings)
-    if not dead:
+    if not dead or interrupted(facts.endings):
         return None
     first, count = dead[0], len(facts.endings)
     who = "the run" if count == 1 else "a process" if first.rank is None else f"rank {first.rank}"

@@ -3,7 +3,8 @@
 It is a finding if data_load takes 10 % of the window or more and the advised workers would save
 10 %. The gain is a replay of a DataLoader with these workers. Without workers, the time to load
 each batch is known. If n workers cannot keep up, a batch takes them n steps. If loading computes,
-there are at most as many workers as cores, and no gain if it needs all of them.
+there are at most as many workers as cores, and no gain if it needs all of them. If the process
+keeps all cores busy, the replay has free cores, and there is no gain either.
 
 TensorFlow's compiled steps fetch their data inside the step. There, it is a finding, without a
 gain, if the loading thread needs 90 % of the median step for a batch.
@@ -123,7 +124,7 @@ def judge_waits(facts: Facts, loads: Sequence[int], waits: Sequence[float]) -> J
         return judge_sampler(facts, share)
     found = plan(facts, max(stalls.values()) if is_stalling else 0.0)
     saved = sum(step.wall for step in facts.steps) - max(found.left, facts.device_ns)
-    if saved < MIN_GAIN * facts.window_ns and not is_pegged(facts):
+    if saved < MIN_GAIN * facts.window_ns:
         return None
     evidence = [
         f"data_load is {percent(share)} of the time: {ms(mean(loads))} of a step of"
@@ -282,7 +283,7 @@ def plan(facts: Facts, stall: float) -> Plan:
     # A stall is hidden if the batches loaded before it last as long.
     ahead = min(max(math.ceil(stall / usual / workers) + 1, AHEAD), MAX_AHEAD)
     total = with_workers(loads, work, workers, ahead, HANDOVER_NS, facts.first_of_epochs)
-    if is_busy:
+    if is_busy and not is_pegged(facts):
         wall = sum(step.wall for step in facts.steps)
         total = max(total, (facts.cpu_share or 0.0) * wall / cores)
     # Two workers on the two threads of one core take longer, by an unknown factor.
