@@ -410,15 +410,15 @@ def test_switched_off(folder: Folder) -> None:
     assert not folder.has_records
 
 
-def test_on_a_terminal_the_run_is_named(folder: Folder) -> None:
-    """There, and only there, the last line says which run it was."""
+def said_on_a_terminal(folder: Folder, **environ: str) -> str:
+    """Standard error of `cirron run main.py`, on a terminal."""
     pty = pytest.importorskip("pty")
     folder.write("main.py", "print('ran')\n")
     ours, theirs = pty.openpty()
     process = subprocess.Popen(
         [sys.executable, "-m", "cirron", "run", "main.py"],
         cwd=folder.path,
-        env=os.environ | {"PYTHONPATH": SOURCE},
+        env=os.environ | {"PYTHONPATH": SOURCE} | environ,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=theirs,
@@ -427,5 +427,18 @@ def test_on_a_terminal_the_run_is_named(folder: Folder) -> None:
     os.close(theirs)
     said = os.read(ours, 10_000).decode()
     os.close(ours)
+    return said
+
+
+def test_on_a_terminal_the_run_is_named(folder: Folder) -> None:
+    """There, and only there, the last line says which run it was."""
+    said = said_on_a_terminal(folder)
 
     assert f"cirron: run {folder.recorded.id}; see it with: cirron show\r\n" == said
+
+
+def test_on_a_terminal_profiling_that_is_off_is_named(folder: Folder) -> None:
+    """Without a record, the last line says what turned profiling off."""
+    said = said_on_a_terminal(folder, CIRRON_ENABLED="0")
+
+    assert "cirron: profiling is off: CIRRON_ENABLED=0; unset CIRRON_ENABLED\r\n" == said

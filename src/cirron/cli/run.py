@@ -145,9 +145,12 @@ def result(started_ns: int) -> str:
     """The runs that have started since, and how to see them."""
     from cirron.runs import blackboxes
 
-    folder = Path(settings.resolve({}).output_dir)
+    values = settings.resolve({})
+    folder = Path(values.output_dir)
     boxes, _ = blackboxes.read(folder / "blackbox")
     ids = {box.session.run_id for box in boxes if box.session.clock.wall_ns >= started_ns}
+    if not ids and (off := settings.why_off(values)):
+        return text.plain("; ".join(off), MAX_PROBLEM)
     if not ids:
         return (
             f"nothing was recorded in {text.plain(str(folder))}. Is the folder writable, and cirron"
