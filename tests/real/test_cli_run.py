@@ -372,6 +372,16 @@ def test_commands_that_cannot_run_say_why(folder: Folder) -> None:
     assert (2, True) == (code, "cirron run has no option '--lr'" in said)
 
 
+def test_options_of_the_program_and_of_python(folder: Folder) -> None:
+    """`-h` after the script is the script's; code for `-c` needs a Python in front of it."""
+    folder.write("tell.py", TELLING)
+    code, out, _ = folder.run("tell.py", "-h")
+    assert (7, True) == (code, '["tell.py", "-h"]' in out)
+
+    code, _, said = folder.run("-c", "print(1)")
+    assert (2, True) == (code, "cirron run python -c" in said)
+
+
 def test_another_sitecustomize(folder: Folder) -> None:
     """One that the program has is imported, and stays the one that is imported."""
     folder.write("other/sitecustomize.py", "print('theirs')\nTHEIRS = True\n")

@@ -372,9 +372,10 @@ class TestTerminal:
 
         assert (2, True) == (result.exit_code, f"Did you mean '{meant}'?" in result.output)
 
-    def test_short_help(self) -> None:
+    @pytest.mark.parametrize("name", COMMANDS)
+    def test_short_help(self, name: str) -> None:
         """`-h` works for every command."""
-        assert call("show", "--help").output == call("show", "-h").output
+        assert call(name, "--help").output == call(name, "-h").output
 
     def test_a_table_on_a_terminal(self, steps: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """There it is rich's; what looks like markup or a code in a name is text."""

@@ -57,6 +57,11 @@ def run(ctx: click.Context, command: tuple[str, ...]) -> None:
     """
     if not command:
         raise click.UsageError("no command given. Try: cirron run train.py", ctx)
+    if command[0] == "-h":
+        click.echo(ctx.get_help())
+        return
+    if command[0].startswith("-c"):
+        raise click.UsageError("code is run by Python: cirron run python -c '...'", ctx)
     if command[0].startswith("-") and not command[0].startswith("-m"):
         raise click.UsageError(
             f"cirron run has no option {command[0]!r}; options of the program go after its name:"
