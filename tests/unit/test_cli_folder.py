@@ -98,6 +98,15 @@ class TestClear:
         assert before <= records(home)
         assert 0 == call("clear", input="y\n").exit_code
 
+    def test_clear_without_an_answer(self, home: Path) -> None:
+        """Where nobody can answer, nothing is deleted, and the error names --yes."""
+        record("first")
+        before = records(home)
+        result = call("clear")
+
+        assert (1, True) == (result.exit_code, "--yes deletes without asking" in result.output)
+        assert before <= records(home)
+
     def test_the_files_of_others(self, home: Path) -> None:
         """What has another name, is a link, or lies in a folder that we did not make, stays."""
         record("first")
