@@ -46,6 +46,7 @@ class MissingDependencyError(CirronError, ImportError):
 
 
 MAX_SHOWN = 1_000  # characters of a value that a message shows
+MAX_NAMES = 10  # of a list that may be long
 
 
 def shown(given: object) -> str:
@@ -64,6 +65,18 @@ def one_of(what: str, given: object, allowed: Iterable[object]) -> SettingError:
     names = ", ".join(repr(name) for name in allowed)
     rule = f"use one of {names}" if names else f"there is no {what} yet"
     return SettingError(f"{what}={shown(given)} is not valid; {rule}")
+
+
+def not_among(what: str, given: str, known: Iterable[str]) -> SettingError:
+    """The error for a name that is not in a list, which may be long: it shows the most similar."""
+    import difflib  # slow to import
+
+    names = list(known)
+    if len(names) <= MAX_NAMES:
+        return one_of(what, given, names)
+    similar = difflib.get_close_matches(given, names, n=MAX_NAMES, cutoff=0.0)
+    error = one_of(what, given, similar)
+    return SettingError(f"{error}, or of {len(names) - MAX_NAMES:,} more")
 
 
 def out_of_range(what: str, given: object, rule: str) -> SettingError:
