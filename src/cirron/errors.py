@@ -3,7 +3,8 @@
     CirronError
       SettingError (ValueError)      a setting, argument or option with an invalid value
         UnknownRunError (KeyError)   there are no runs, no run has this id, or several start with it
-      InputError (TypeError)         a value of the wrong type given to scope, mark, epochs, batches
+      InputError (TypeError)         a value of the wrong type given to scope, mark, epochs,
+                                     batches; or an argument that does not exist
         ScopeReusedError             a scope entered a second time
       MissingDependencyError (ImportError)   an optional package is missing; has the pip command
 
@@ -33,7 +34,7 @@ class UnknownRunError(SettingError, KeyError):
 
 
 class InputError(CirronError, TypeError):
-    """A value of the wrong type was given to a recording function."""
+    """A value of the wrong type, or an argument that does not exist, was given to a function."""
 
 
 class ScopeReusedError(InputError):
@@ -45,6 +46,7 @@ class MissingDependencyError(CirronError, ImportError):
 
 
 MAX_SHOWN = 1_000  # characters of a value that a message shows
+MAX_NAMES = 10  # of a list that may be long
 
 
 def shown(given: object) -> str:
@@ -65,9 +67,31 @@ def one_of(what: str, given: object, allowed: Iterable[object]) -> SettingError:
     return SettingError(f"{what}={shown(given)} is not valid; {rule}")
 
 
+def not_among(what: str, given: str, known: Iterable[str]) -> SettingError:
+    """The error for a name that is not in a list, which may be long: it shows the most similar."""
+    import difflib  # slow to import
+
+    names = list(known)
+    if len(names) <= MAX_NAMES:
+        return one_of(what, given, names)
+    similar = difflib.get_close_matches(given, names, n=MAX_NAMES, cutoff=0.0)
+    error = one_of(what, given, similar)
+    return SettingError(f"{error}, or of {len(names) - MAX_NAMES:,} more")
+
+
 def out_of_range(what: str, given: object, rule: str) -> SettingError:
     """The error for a number (or something that should be one) outside its range."""
     return SettingError(f"{what}={shown(given)} is not valid; {rule}")
+
+
+def no_argument(where: str, given: str, allowed: Iterable[str], hint: str = "") -> InputError:
+    """The error for an argument that a function does not have."""
+    import difflib  # slow to import
+
+    names = list(allowed)
+    similar = difflib.get_close_matches(given, names, n=1)
+    known = f"did you mean {similar[0]}=?" if similar else f"it has {', '.join(names)}"
+    return InputError(f"{where}() has no argument {given!r}; {hint or known}")
 
 
 def not_a_name(where: str, given: object) -> InputError:

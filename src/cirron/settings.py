@@ -306,6 +306,18 @@ def is_in_environment(setting: Setting) -> bool:
     return bool(os.environ.get(setting.variable))
 
 
+def why_off(values: Settings) -> tuple[str, str] | None:
+    """What turned profiling off, and how to undo that; None: it is on."""
+    if values.enabled:
+        return None
+    setting, table = BY_NAME["enabled"], from_project()
+    if is_in_environment(setting):
+        given = f"{setting.variable}={os.environ[setting.variable]}"
+        return f"profiling is off: {given}", f"unset {setting.variable}"
+    assert table is not None
+    return f"profiling is off: enabled = false in {table.file.path}", "remove that line"
+
+
 def unknown_variables(environ: Mapping[str, str] | None = None) -> dict[str, str]:
     """Environment variables that look like settings, but are not; each with what it may mean."""
     environ = os.environ if environ is None else environ

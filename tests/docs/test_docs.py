@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -61,6 +63,27 @@ def test_examples_run(page: Path, capsys: pytest.CaptureFixture[str]) -> None:
         exec(compile(block, page.name, "exec"), names)
 
     assert ci.health()["errors"] == {}
+
+
+def test_the_first_script_has_a_verdict(tmp_path: Path) -> None:
+    """The first script of the README can be pasted, and its two commands find its fault."""
+    readme = TEXT[ROOT / "README.md"]
+    found = re.search(
+        r"^```python\n(.*?)^```\n\n```console\n(.*?)^```", readme, re.DOTALL | re.MULTILINE
+    )
+    assert found is not None
+    script, commands = found.groups()
+    (tmp_path / "train.py").write_text(script, "utf-8")
+    for command in commands.splitlines():
+        ended = subprocess.run(
+            [sys.executable, "-m", *shlex.split(command.removeprefix("$ "))],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+        )
+        assert 0 == ended.returncode, ended.stderr
+
+    assert "VERDICT  input-bound" in ended.stdout
 
 
 def test_some_pages_have_examples() -> None:

@@ -372,6 +372,16 @@ def test_commands_that_cannot_run_say_why(folder: Folder) -> None:
     assert (2, True) == (code, "cirron run has no option '--lr'" in said)
 
 
+def test_options_of_the_program_and_of_python(folder: Folder) -> None:
+    """`-h` after the script is the script's; code for `-c` needs a Python in front of it."""
+    folder.write("tell.py", TELLING)
+    code, out, _ = folder.run("tell.py", "-h")
+    assert (7, True) == (code, '["tell.py", "-h"]' in out)
+
+    code, _, said = folder.run("-c", "print(1)")
+    assert (2, True) == (code, "cirron run python -c" in said)
+
+
 def test_another_sitecustomize(folder: Folder) -> None:
     """One that the program has is imported, and stays the one that is imported."""
     folder.write("other/sitecustomize.py", "print('theirs')\nTHEIRS = True\n")
@@ -410,15 +420,15 @@ def test_switched_off(folder: Folder) -> None:
     assert not folder.has_records
 
 
-def test_on_a_terminal_the_run_is_named(folder: Folder) -> None:
-    """There, and only there, the last line says which run it was."""
+def said_on_a_terminal(folder: Folder, **environ: str) -> str:
+    """Standard error of `cirron run main.py`, on a terminal."""
     pty = pytest.importorskip("pty")
     folder.write("main.py", "print('ran')\n")
     ours, theirs = pty.openpty()
     process = subprocess.Popen(
         [sys.executable, "-m", "cirron", "run", "main.py"],
         cwd=folder.path,
-        env=os.environ | {"PYTHONPATH": SOURCE},
+        env=os.environ | {"PYTHONPATH": SOURCE} | environ,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=theirs,
@@ -427,5 +437,18 @@ def test_on_a_terminal_the_run_is_named(folder: Folder) -> None:
     os.close(theirs)
     said = os.read(ours, 10_000).decode()
     os.close(ours)
+    return said
+
+
+def test_on_a_terminal_the_run_is_named(folder: Folder) -> None:
+    """There, and only there, the last line says which run it was."""
+    said = said_on_a_terminal(folder)
 
     assert f"cirron: run {folder.recorded.id}; see it with: cirron show\r\n" == said
+
+
+def test_on_a_terminal_profiling_that_is_off_is_named(folder: Folder) -> None:
+    """Without a record, the last line says what turned profiling off."""
+    said = said_on_a_terminal(folder, CIRRON_ENABLED="0")
+
+    assert "cirron: profiling is off: CIRRON_ENABLED=0; unset CIRRON_ENABLED\r\n" == said

@@ -195,6 +195,7 @@ def test_report_with_nothing_to_judge(capsys: pytest.CaptureFixture[str]) -> Non
 
     assert ["not-enough-data"] * 3 == [one.verdict.kind for one in (before, off, after)]
     assert "ci.profile() was not called" in capsys.readouterr().out
+    assert "call ci.profile() first" in off.verdict.advice
     assert "not-enough-data" in after._repr_html_()
 
 

@@ -98,6 +98,15 @@ class TestClear:
         assert before <= records(home)
         assert 0 == call("clear", input="y\n").exit_code
 
+    def test_clear_without_an_answer(self, home: Path) -> None:
+        """Where nobody can answer, nothing is deleted, and the error names --yes."""
+        record("first")
+        before = records(home)
+        result = call("clear")
+
+        assert (1, True) == (result.exit_code, "--yes deletes without asking" in result.output)
+        assert before <= records(home)
+
     def test_the_files_of_others(self, home: Path) -> None:
         """What has another name, is a link, or lies in a folder that we did not make, stays."""
         record("first")
@@ -275,6 +284,7 @@ class TestDoctor:
             ({"CIRRON_SNAPSHOTS": "some"}, "CIRRON_SNAPSHOTS='some' is not valid"),
             ({"CIRRON_OUTPUT_DIR": "/proc/nothing"}, "/proc/nothing is not writable"),
             ({"CIRRON_ENABLE": "0"}, "CIRRON_ENABLE has no effect; did you mean CIRRON_ENABLED?"),
+            ({"CIRRON_ENABLED": "off"}, "profiling is off: CIRRON_ENABLED=off"),
         ],
     )
     def test_what_is_wrong(self, home: Path, environ: dict[str, str], problem: str) -> None:
@@ -285,6 +295,14 @@ class TestDoctor:
         assert 1 == result.exit_code
         assert any(line.startswith(f"problem: {problem}") for line in said), result.output
         assert said[-1].startswith("  fix: ")
+
+    def test_profiling_that_a_file_turned_off(self, home: Path) -> None:
+        """The problem names the file, so that one knows where to turn profiling on again."""
+        (home / "pyproject.toml").write_text("[tool.cirron]\nenabled = false\n")
+        result = call("doctor")
+
+        expected = f"problem: profiling is off: enabled = false in {home / 'pyproject.toml'}"
+        assert (1, True) == (result.exit_code, expected in result.output.splitlines())
 
     def test_doctor_asks_the_endpoint_only_with_network(
         self, home: Path, server: Any, monkeypatch: pytest.MonkeyPatch

@@ -134,6 +134,36 @@ class TestLs:
         assert found.output == call(command, "--dir", steps).output
         assert "no run here" not in found.output
 
+    @pytest.mark.parametrize(
+        "command", ["show", "report", "why", "tail", "sql query", "export --format json -o x"]
+    )
+    def test_neither_a_folder_nor_a_run(self, steps: Path, command: str) -> None:
+        """A misspelt folder is not taken for the id of a run."""
+        for given in ([steps / "nope"], ["nope", "--dir", steps]):
+            found = call(*command.split(), *given)
+
+            assert 3 == found.exit_code
+            assert f"Error: '{given[0]}' is neither a folder nor a run: no run " in found.output
+
+    def test_the_start_of_several_ids(self, tmp_path: Path) -> None:
+        """It is the start of runs' ids, so the error only asks for more of it."""
+        write(tmp_path, session("a", run_id="run-a"), spans=[span("1", "epoch")])
+        write(tmp_path, session("b", run_id="run-b"), spans=[span("2", "epoch")])
+        found = call("report", "run-", "--dir", tmp_path)
+
+        assert found.output.startswith("Error: several runs have an id that starts with 'run-'; ")
+
+    @pytest.mark.parametrize("pair", [("nope", "."), (".", "nope")])
+    def test_diff_of_neither_a_folder_nor_a_run(
+        self, steps: Path, monkeypatch: pytest.MonkeyPatch, pair: tuple[str, str]
+    ) -> None:
+        """The error names the argument that is wrong."""
+        monkeypatch.chdir(steps)
+        found = call("diff", *pair)
+
+        assert 3 == found.exit_code
+        assert "Error: 'nope' is neither a folder nor a run: no run here has" in found.output
+
     def test_json(self, steps: Path) -> None:
         """Programs get what is known of each run."""
         found = json.loads(call("ls", steps, "--json").output)
@@ -342,9 +372,10 @@ class TestTerminal:
 
         assert (2, True) == (result.exit_code, f"Did you mean '{meant}'?" in result.output)
 
-    def test_short_help(self) -> None:
+    @pytest.mark.parametrize("name", COMMANDS)
+    def test_short_help(self, name: str) -> None:
         """`-h` works for every command."""
-        assert call("show", "--help").output == call("show", "-h").output
+        assert call(name, "--help").output == call(name, "-h").output
 
     def test_a_table_on_a_terminal(self, steps: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """There it is rich's; what looks like markup or a code in a name is text."""

@@ -133,6 +133,21 @@ for epoch in ci.epochs(range(2)):
     assert "epoch[1] > save" in cirron("why", "--dir", str(tmp_path))[1]
 
 
+def test_the_last_step_of_a_clean_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is the last one of the training, not a batch of the evaluation after it."""
+    monkeypatch.chdir(tmp_path)
+    ci.profile()
+    for _ in ci.epochs(range(2)):
+        for index in range(7):
+            with ci.scope("step", index=index):
+                pass
+    with ci.scope("evaluation"):
+        list(ci.batches(range(5)))
+    ci.shutdown()
+
+    assert "the process (clean, last step 6)" in cirron("why")[1]
+
+
 def test_a_run_without_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It cannot be mended by waiting: the report says what gives it steps."""
     monkeypatch.chdir(tmp_path)

@@ -513,6 +513,25 @@ def test_a_folder_without_records_is_an_error(tmp_path: Path) -> None:
         cirron.open(tmp_path)
 
 
+def test_a_misspelt_name_out_of_many(tmp_path: Path) -> None:
+    """The most similar names are shown, the best first, and how many more there are."""
+    spool = Spool(tmp_path)
+    marks = [spool.mark("root", f"layer{number}.loss", 0.5) for number in range(1_000)]
+    spool.write(spool.training(1), marks)
+    run = cirron.open(tmp_path)
+
+    with pytest.raises(
+        errors.SettingError, match=r"use one of 'steps', (.*?), or of \d+ more$"
+    ) as query:
+        run.query("stesp")
+    with pytest.raises(
+        errors.SettingError, match=r"use one of .*'layer77\.loss'.* 990 more$"
+    ) as mark:
+        run.series("layr77.loss")
+
+    assert (9, 9) == (str(query.value).count("', '"), str(mark.value).count("', '"))
+
+
 @pytest.mark.parametrize(
     ("wrong", "told"),
     [

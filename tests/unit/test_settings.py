@@ -295,6 +295,38 @@ def test_the_home_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "traces" == resolve(output_dir=Path("traces")).output_dir
 
 
+@pytest.mark.parametrize(
+    ("function", "given", "said"),
+    [
+        (ci.profile, "outpt", r"ci\.profile\(\) has no argument 'outpt'; did you mean output=\?"),
+        (ci.profile, "foo", r"'foo'; it has config, frameworks, .*, loss_marks$"),
+        (
+            ci.profile,
+            "output_dir",
+            r"; write ci\.Cirron\(output_dir=\.\.\.\)\.profile\(\)$",
+        ),
+        (ci.Cirron, "snapshot", r"ci\.Cirron\(\) .* did you mean snapshots=\?"),
+        (ci.Cirron, "enabled", r"; it has"),
+    ],
+)
+def test_an_argument_that_does_not_exist(function: Any, given: str, said: str) -> None:
+    """It is an error that names the argument that was meant, and nothing is started."""
+    with pytest.raises(TypeError, match=said) as caught:
+        function(**{given: "x"})
+
+    assert isinstance(caught.value, ci.CirronError)
+    assert not ci.health()["enabled"]
+
+
+@pytest.mark.parametrize("given", [{"output": "nowhere"}, {"frameworks": ["torhc"]}])
+def test_a_second_call_checks_its_arguments(given: dict[str, Any]) -> None:
+    """They are wrong, whether or not a profiler runs."""
+    ci.profile(output="none")
+
+    with pytest.raises(ci.SettingError, match="is not valid; use one of"):
+        ci.profile(**given)
+
+
 class TestSwitch:
     @pytest.mark.parametrize("text", ["0", "false", "off", "False", "OFF"])
     def test_the_environment_turns_it_off(

@@ -10,6 +10,7 @@ import contextlib
 import os
 import re
 import stat
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -97,11 +98,24 @@ def clear(
             for run in chosen:
                 output.echo(f"{text.plain(run.id)}, ended {tables.moment(run.ended_ns)}")
         runs_, files_ = text.plural(len(chosen), "run"), text.plural(len(found), "file")
-        click.confirm(f"Delete {runs_} for good ({files_}, {total})?", abort=True, err=True)
+        confirm(f"Delete {runs_} for good ({files_}, {total})?")
     removed = remove(root, place, chosen, found)
     names, left = [run.id for run in chosen], len(found) - removed
     said = f"deleted {text.plural(removed, 'file')} of {text.plural(len(chosen), 'run')}"
     output.echo({"runs": names, "files": removed, "left": left} if is_json else said)
+
+
+def confirm(question: str) -> None:
+    """Raises an error unless the user says yes."""
+    try:
+        is_wanted = click.confirm(question, err=True)
+    except click.Abort:
+        if text.is_terminal(sys.stdin):  # Ctrl-C
+            raise
+        said = "nothing was deleted, because there was no answer; --yes deletes without asking"
+        raise click.ClickException(said) from None
+    if not is_wanted:
+        raise click.Abort
 
 
 def record_folders(root: Path) -> Iterator[files.Folder]:

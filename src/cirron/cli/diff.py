@@ -50,8 +50,9 @@ def diff(
 
     def find(given: str) -> Run:
         where, wanted = output.folder_or_run(folder, given)
-        place = places.get(where) or places.setdefault(where, output.open_place(where))
-        return place.runs.latest if wanted is None else place.runs[wanted]
+        with output.naming(wanted):
+            place = places.get(where) or places.setdefault(where, output.open_place(where))
+            return output.chosen(place, wanted)
 
     olds, new = [find(one) for one in (before, *baseline)], find(after)
     with output.status("comparing"):

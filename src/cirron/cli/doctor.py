@@ -68,6 +68,8 @@ def doctor(ctx: click.Context, network: bool, is_json: bool) -> None:
     ]
     check_variables(problems)
     if values is not None:
+        if off := settings.why_off(values):
+            problems.append(Problem(*off))
         check_folder(values, problems)
     if network:
         content["endpoint"] = "not asked" if values is None else check_endpoint(values, problems)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from cirron import errors
 from cirron.runs import folders
 from cirron.runs.folders import default_folder as default_folder
 from cirron.view import tables, text
@@ -61,14 +62,31 @@ def open_place(folder: str | None) -> Place:
 def open_run(folder: str | None, wanted: str | None) -> Run:
     """A run by its id or the start of it, or the newest one of a folder."""
     folder, wanted = folder_or_run(folder, wanted)
-    runs = open_place(folder).runs
-    return runs.latest if wanted is None else runs[wanted]
+    with naming(wanted):
+        return chosen(open_place(folder), wanted)
+
+
+def chosen(place: Place, wanted: str | None) -> Run:
+    """The run that is wanted, or the newest one."""
+    return place.runs.latest if wanted is None else place.runs[wanted]
 
 
 def folder_or_run(folder: str | None, wanted: str | None) -> tuple[str | None, str | None]:
     """The folder and the run. In place of a run, its folder may be given."""
     is_folder = folder is None and wanted is not None and os.path.isdir(wanted)
     return (wanted, None) if is_folder else (folder, wanted)
+
+
+@contextlib.contextmanager
+def naming(given: str | None) -> Iterator[None]:
+    """Errors say that the argument, which was no folder, is no run either."""
+    try:
+        yield
+    except errors.UnknownRunError as error:
+        if given is None or str(error).startswith("several runs"):  # start with it
+            raise
+        said = f"{text.plain(given)!r} is neither a folder nor a run: {error}"
+        raise errors.UnknownRunError(said) from None
 
 
 def echo(said: str | dict[str, Any] = "") -> None:

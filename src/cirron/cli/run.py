@@ -57,6 +57,11 @@ def run(ctx: click.Context, command: tuple[str, ...]) -> None:
     """
     if not command:
         raise click.UsageError("no command given. Try: cirron run train.py", ctx)
+    if command[0] == "-h":
+        click.echo(ctx.get_help())
+        return
+    if command[0].startswith("-c"):
+        raise click.UsageError("code is run by Python: cirron run python -c '...'", ctx)
     if command[0].startswith("-") and not command[0].startswith("-m"):
         raise click.UsageError(
             f"cirron run has no option {command[0]!r}; options of the program go after its name:"
@@ -145,9 +150,12 @@ def result(started_ns: int) -> str:
     """The runs that have started since, and how to see them."""
     from cirron.runs import blackboxes
 
-    folder = Path(settings.resolve({}).output_dir)
+    values = settings.resolve({})
+    folder = Path(values.output_dir)
     boxes, _ = blackboxes.read(folder / "blackbox")
     ids = {box.session.run_id for box in boxes if box.session.clock.wall_ns >= started_ns}
+    if not ids and (off := settings.why_off(values)):
+        return text.plain("; ".join(off), MAX_PROBLEM)
     if not ids:
         return (
             f"nothing was recorded in {text.plain(str(folder))}. Is the folder writable, and cirron"

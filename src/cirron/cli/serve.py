@@ -134,6 +134,8 @@ def announce(server: Server, *, is_browser: bool) -> None:
             "Programs on this machine send with"
             f" CIRRON_API_ENDPOINT={server.address} CIRRON_API_KEY={shown}"
         )
+    if server.read_only is not None:
+        output.echo(f"Nothing is received: {text.plain(server.read_only, 300)} is read-only")
     if is_browser and server.options.role != "ingest":
         open_browser(server)
 

@@ -75,14 +75,9 @@ def show(
     """
     if given is not None and (wanted is not None or os.path.lexists(given)):
         folder, given = given, None
-    try:
+    with output.naming(given):
         place = output.open_place(folder)
         chosen = choose(place.runs, wanted or given, is_all)
-    except errors.UnknownRunError as error:
-        if given is None:
-            raise
-        said = f"{text.plain(given)!r} is neither a folder nor a run: {error}"
-        raise errors.UnknownRunError(said) from None
     shown = [Selection(run, sessions_of(run, rank)) for run in chosen]
     if name is not None:
         check_name(chosen, name)

@@ -38,8 +38,9 @@ def tail(wanted: str | None, folder: str | None, interval: float, is_json: bool)
     """
     seen = Seen()
     folder, wanted = output.folder_or_run(folder, wanted)
-    place = output.open_place(folder)
-    run = place.runs.latest if wanted is None else place.runs[wanted]
+    with output.naming(wanted):
+        place = output.open_place(folder)
+        run = output.chosen(place, wanted)
     try:
         while True:
             for event in seen.look(run):

@@ -55,13 +55,14 @@ def tensors(
     finite, dead, exploding, vanishing, without a gradient.
     """
     folder, wanted = output.folder_or_run(folder, wanted)
-    runs = output.open_place(folder).runs
-    try:
-        run = runs.latest if wanted is None else runs[wanted]
-    except errors.UnknownRunError:
-        if name is not None:
-            raise
-        run, name = runs.latest, wanted
+    with output.naming(wanted):
+        place = output.open_place(folder)
+        try:
+            run = output.chosen(place, wanted)
+        except errors.UnknownRunError:
+            if name is not None:
+                raise
+            run, name = place.runs.latest, wanted
     found = every = read(run)
     if name is not None:
         found = [one for one in every if one.name == name.removesuffix(".grad")]

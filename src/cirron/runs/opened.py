@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 # A tree is for people to read: of a larger run, it has only the rows with the most time.
 MAX_TREE_SPANS = 200_000
-MAX_NAMES = 50  # in an error
+MAX_NAMES = 10_000  # that are compared with a misspelt one
 
 
 @dataclass
@@ -126,7 +126,7 @@ class Run:
     def query(self, name: str, /, **given: Any) -> Relation:
         """The result of a query in `queries/`."""
         if name not in engines.queries():
-            raise errors.one_of("query", name, engines.queries())
+            raise errors.not_among("query", str(name), engines.queries())
         needed, optional = engines.parameters(name)
         absent = [one for one in needed if one not in given]
         unknown = [one for one in given if one not in (*needed, *optional)]
@@ -191,7 +191,7 @@ class Run:
         """Raises an error that lists the known names if a misspelled one would give no rows."""
         if not self.sql(f"SELECT 1 FROM ({names}) n WHERE name = :name LIMIT 1", name=name).rows():
             known = self.sql(f"SELECT DISTINCT name FROM ({names}) n ORDER BY 1 LIMIT {MAX_NAMES}")
-            raise errors.one_of(what, name, [row["name"] for row in known])
+            raise errors.not_among(what, name, [row["name"] for row in known])
 
     def export(self, form: str, path: str | os.PathLike[str], **options: Any) -> None:
         """Export the run to the format of another tool: see `docs/exports.md`.

@@ -68,6 +68,11 @@ class Depot:
         finally:
             path.unlink(missing_ok=True)
 
+    def check_writable(self) -> None:
+        """Raises OSError if the depot cannot be written."""
+        with self.temporary() as path:
+            path.touch()
+
     def add(self, name: str, pieces: Sequence[bytes]) -> bool:
         """Creates a small object durably. Returns False if the name is taken."""
         with self.temporary() as path:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import ipaddress
 import re
 import secrets
+import tempfile
 import threading
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +36,7 @@ MAX_CONNECTIONS = 4_096  # more get 503
 MAX_HEADER_BYTES = 64 * 1024
 KEEP_ALIVE_S = 75  # clients send every few seconds
 END_S = 3
+READ_ONLY = (errno.EROFS, errno.EACCES, errno.EPERM)
 
 
 @dataclass
@@ -60,9 +63,14 @@ class Server(uvicorn.Server):
     """A server that knows its address, and calls `on_ready` when it accepts requests."""
 
     def __init__(self, options: Options) -> None:
-        self.options = options
         self.is_local = is_loopback(options.host)
-        self.depot = Depot(options.store or depot_of(options.folders[0]))
+        self.read_only: str | None = None  # the folder, if it cannot be written
+        self._scratch: tempfile.TemporaryDirectory[str] | None = None
+        if options.store is None:
+            options = self._with_store(options)
+        assert options.store is not None
+        self.options = options
+        self.depot = Depot(options.store)
         self.keys = Keys(self.depot)
         if not self.is_local and not keys.every(self.depot):
             raise errors.SettingError(
@@ -94,6 +102,23 @@ class Server(uvicorn.Server):
         super().__init__(config_of(app.asgi, options))
         self.port = 0
         self.is_ready = threading.Event()
+
+    def _with_store(self, options: Options) -> Options:
+        """The options with the store of the first folder.
+
+        A read-only folder is only shown, and only to this machine: its keys could not be revoked.
+        The sessions of browsers are then in a temporary store.
+        """
+        where = depot_of(options.folders[0], make=False)
+        try:
+            make_depot(where)
+        except OSError as error:
+            if error.errno not in READ_ONLY or options.role == "ingest" or not self.is_local:
+                raise not_writable(where, error) from None
+            self.read_only = str(Path(where).parent)
+            self._scratch = tempfile.TemporaryDirectory(prefix="cirron-")
+            return replace(options, store=self._scratch.name, role="page")
+        return replace(options, store=where)
 
     async def startup(self, sockets: Any = None) -> None:
         """Called by uvicorn. When it returns, requests are accepted."""
@@ -156,16 +181,27 @@ def depot_of(folder: str, *, make: bool = True) -> str:
         found = folders.find(folder)
     except errors.UnknownRunError:
         found = Path(folder) / ".cirron"
-    inside = files.Folder(found / RECEIVED, re.compile(""))
+    where = str(found / RECEIVED)
     try:
         if make:
-            inside.make()
+            make_depot(where)
     except OSError as error:
-        raise errors.SettingError(
-            f"{str(found)!r} cannot be written ({error.strerror}); choose a place for received"
-            " batches: cirron serve --store FOLDER"
-        ) from None
-    return str(inside.path)
+        raise not_writable(where, error) from None
+    return where
+
+
+def make_depot(where: str) -> None:
+    """Creates the folder of a depot. Raises OSError if it cannot be written."""
+    files.Folder(Path(where), re.compile("")).make()
+    Depot(where).check_writable()
+
+
+def not_writable(where: str, error: OSError) -> errors.SettingError:
+    return errors.SettingError(
+        f"{str(Path(where).parent)!r} cannot be written ({error.strerror}), so a server cannot"
+        " keep batches and keys there; choose another place: --store FOLDER. That store is then"
+        " served instead of the folder"
+    )
 
 
 def is_loopback(host: str) -> bool:

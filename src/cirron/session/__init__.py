@@ -6,11 +6,12 @@ signals and forks.
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 import threading
 from collections import deque
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
 
 from cirron import errors, guard, hooks, settings, wire
 from cirron.record import clock, hot
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
     from cirron.ship.sinks.base import Emitter
     from cirron.verdict.findings import Report
 
+P = ParamSpec("P")
+R = TypeVar("R")
 FORMATS = ("tree", "dict", "json", "df")
 
 # How long a signal handler waits for the worker before the signal has its usual effect.
@@ -380,6 +383,27 @@ class Profiler(Calls):
         return f"<cirron profiler, {'on' if self.enabled else 'off'}>"
 
 
+def named(where: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Makes a misspelt argument an error that says what to write."""
+
+    def decorate(function: Callable[P, R]) -> Callable[P, R]:
+        code = function.__code__
+        names = code.co_varnames[1 : code.co_argcount]  # without `self`
+
+        @functools.wraps(function)
+        def call(*args: P.args, **given: P.kwargs) -> R:
+            for name in given:
+                if name not in names:
+                    is_elsewhere = where == "ci.profile" and name in settings.BY_NAME
+                    hint = f"write ci.Cirron({name}=...).profile()" if is_elsewhere else ""
+                    raise errors.no_argument(where, name, names, hint)
+            return function(*args, **given)
+
+        return call
+
+    return decorate
+
+
 class Cirron(Calls):
     """A profiler with explicit settings, for self-hosted endpoints and tests.
 
@@ -387,6 +411,7 @@ class Cirron(Calls):
     >>> cirron.profile()
     """
 
+    @named("ci.Cirron")
     def __init__(
         self,
         api_key: str | None = None,
@@ -425,6 +450,7 @@ class Cirron(Calls):
         """The settings that `profile()` would use."""
         return settings.resolve(self._given)
 
+    @named("ci.profile")
     def profile(
         self,
         config: dict[str, Any] | None = None,

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -61,7 +62,10 @@ def judge(recorded: Recorded | None, opened: list[wire.Span]) -> Report:
     from cirron.verdict import nothing
 
     if recorded is None:
-        return nothing("ci.profile() was not called in this process, or profiling is off")
+        found = nothing("ci.profile() was not called in this process, or profiling is off")
+        advice = "call ci.profile() first; CIRRON_ENABLED=0 and enabled=False turn it off"
+        found.verdict = replace(found.verdict, advice=advice)
+        return found
     try:
         from cirron.runs.place import Place, of_batch
 

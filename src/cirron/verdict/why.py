@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from cirron.runs import untrusted
-from cirron.verdict.endings import NOWHERE, endings
+from cirron.verdict.endings import NOWHERE, Ending, endings
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -75,7 +75,8 @@ def why(run: Run, dumps: Path | None = None) -> Why:
     problems: list[str] = []
     collectives = {} if dumps is None else read_dumps(dumps, problems)
     members = [one for one in run.sessions if one.attempt == run.attempts[-1]]
-    found = list(zip(members, endings(run), map(stack_of, members), strict=True))
+    ended = [trained(run, *pair) for pair in zip(members, endings(run), strict=True)]
+    found = list(zip(members, ended, map(stack_of, members), strict=True))
     if any(one.is_hung for _, one, _ in found):  # a rank in a collective waits for the others
         found.sort(key=lambda one: (one[1].awaited, any(COLLECTIVE in call for call in one[2])))
     else:
@@ -113,6 +114,17 @@ def why(run: Run, dumps: Path | None = None) -> Why:
     # Groups of the same size stay in order: who ended first, or whom the others wait for.
     ordered = sorted(groups.values(), key=lambda one: (one.state == "clean", len(one.ranks)))
     return Why(run.id, run.state, ordered, problems)
+
+
+def trained(run: Run, session: Session, ending: Ending) -> Ending:
+    """The ending, with the last training step in place of a batch of the final evaluation."""
+    if ending.state != "clean" or ending.step_name != "batch":
+        return ending
+    rows = run.query("newest_steps", session=session.key, most=1).rows()
+    if not rows:
+        return ending
+    (row,) = rows
+    return ending._replace(last_step=row["step"], step_name=row["name"], epoch=row["epoch"])
 
 
 def missing_of(sessions: Sequence[Session]) -> str:

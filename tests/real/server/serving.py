@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import urlsplit
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
 PATIENCE_S = 60.0
@@ -47,13 +47,20 @@ class Reply(NamedTuple):
 class Serving:
     """A running server, in a folder."""
 
-    def __init__(self, folder: Path, *arguments: str, port: int = 0, **environ: str) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *arguments: str,
+        port: int = 0,
+        before: Sequence[str] = (),  # of the command
+        **environ: str,
+    ) -> None:
         kept = {name: one for name, one in os.environ.items() if not name.startswith("CIRRON_")}
         command = [sys.executable, "-m", "cirron", "serve", "--no-browser", "--port", str(port)]
         self.folder = folder
         self._err = open(folder / "server-err.txt", "ab")  # noqa: SIM115  closed by `stop`
         self.process = subprocess.Popen(
-            [*command, *arguments],
+            [*before, *command, *arguments],
             cwd=folder,
             env=kept | environ,
             stdout=subprocess.PIPE,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -15,7 +16,7 @@ from click.testing import CliRunner
 from cirron.cli import main
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from tests.real.server.serving import Serving, batch, session, wait_until
@@ -81,20 +82,54 @@ def test_a_port_that_is_taken(tmp_path: Path) -> None:
     assert "Traceback" not in found.stderr
 
 
-@pytest.mark.skipif(os.name == "nt" or os.geteuid() == 0, reason="root may write anywhere")
-def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
-    """The error asks for a place for received batches; with one, the folder is served."""
-    tmp_path.chmod(0o500)
-    found = serve_in(tmp_path, "--no-browser", "--port", "0")
-    tmp_path.chmod(0o700)
-
-    assert 1 == found.returncode
-    assert "cirron serve --store FOLDER" in found.stderr
+def read_only(folder: Path) -> list[str]:
+    """Starts a command in this folder, mounted read-only; other processes may write it."""
+    script = 'mount --bind "$0" "$0" && mount -o remount,bind,ro "$0" && cd "$0" && exec "$@"'
+    command = ["unshare", "--map-root-user", "--mount", "sh", "-c", script, str(folder)]
+    if 0 != subprocess.run([*command, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("needs to mount a folder read-only")
+    return command
 
 
-def serve_in(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+@pytest.mark.skipif(shutil.which("unshare") is None, reason="needs unshare")
+@pytest.mark.parametrize("arguments", [[], ["--role", "page"]], ids=["all", "page"])
+def test_a_read_only_folder_is_shown(tmp_path: Path, arguments: list[str]) -> None:
+    """Its runs are shown, those that a server received there too, and nothing is received."""
+    before = read_only(tmp_path)
+    writing = Serving(tmp_path)
+    assert 200 == writing.send(batch(session("received"))).status
+    wait_until(lambda: ["received"] == writing.runs(), "the run")
+    writing.stop()
+    reading = Serving(tmp_path, *arguments, before=before, CIRRON_API_KEY="key")
+    try:
+        wait_until(lambda: ["received"] == reading.runs(), "the run")
+
+        assert 405 == reading.send(batch(session("more"))).status
+        assert "" == reading.errors
+    finally:
+        reading.stop()
+    assert ["Nothing is received: .cirron is read-only\n"] == reading.said
+
+
+@pytest.mark.skipif(shutil.which("unshare") is None, reason="needs unshare")
+@pytest.mark.parametrize("arguments", [["--role", "ingest"], ["--host", "0.0.0.0"]])
+def test_a_read_only_folder_keeps_neither_batches_nor_keys(
+    tmp_path: Path, arguments: list[str]
+) -> None:
+    """A server that needs either is refused, and the error says where they could be."""
+    found = serve_in(tmp_path, "--port", "0", *arguments, before=read_only(tmp_path))
+
+    assert (1, "") == (found.returncode, found.stdout)
+    assert "'.cirron' cannot be written (Read-only file system)" in found.stderr
+    assert "That store is then served instead of the folder" in found.stderr
+    assert "Traceback" not in found.stderr
+
+
+def serve_in(
+    folder: Path, *arguments: str, before: Sequence[str] = ()
+) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "cirron", "serve", *arguments],
+        [*before, sys.executable, "-m", "cirron", "serve", *arguments],
         cwd=folder,
         capture_output=True,
         text=True,
