@@ -388,7 +388,7 @@ def named(where: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
         code = function.__code__
-        names = code.co_varnames[1 : code.co_argcount]  # without `self`
+        names = code.co_varnames[1 : code.co_argcount + code.co_kwonlyargcount]  # without `self`
 
         @functools.wraps(function)
         def call(*args: P.args, **given: P.kwargs) -> R:
