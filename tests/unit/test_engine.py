@@ -222,3 +222,22 @@ def test_loops_that_cannot_be_ended(monkeypatch: pytest.MonkeyPatch) -> None:
         result = Runs().call(Training(), None, lambda: "trained")
 
     assert "trained" == result
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of `torch.jit`
+def test_a_value_that_the_program_logs_in_a_trace() -> None:
+    """The traced graph is the same as without reading it; no value is known there."""
+    torch = pytest.importorskip("torch")
+    found = []
+
+    def kinds(read: Any) -> list[str]:
+        def forward(given: Any) -> Any:
+            found.append(read(given.sum()))
+            return given * 2
+
+        traced = torch.jit.trace(forward, torch.ones(2), check_trace=False)
+        return [node.kind() for node in traced.graph.nodes()]
+
+    assert 1.0 == engine.scalar_of(torch.ones(()))  # now the type is known
+    assert kinds(lambda _: None) == kinds(engine.scalar_of)
+    assert getattr(found[-1], "is_lost", False)

@@ -540,7 +540,7 @@ def scalars_of(values: Mapping[str, Any], but: Collection[str] = ()) -> dict[str
     found = {}
     for name, given in values.items():
         if isinstance(name, str) and name not in but:
-            try:  # `scalar_of`, inlined
+            try:  # not `scalar_of`: a framework traces nothing while it logs
                 found[name] = value.capture(given, hot.device_clock, value.LOGGED)
             except value.NotAScalarError:
                 continue
@@ -553,6 +553,6 @@ def scalar_of(given: Any) -> Any:
     It may be marked several times, but is read from its device once.
     """
     try:
-        return value.capture(given, hot.device_clock, value.LOGGED)
+        return value.capture(given, hot.device_clock)
     except value.NotAScalarError:
         return None
