@@ -224,7 +224,7 @@ def test_loops_that_cannot_be_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "trained" == result
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of `torch.jit`
+@pytest.mark.filterwarnings("ignore")  # of `torch.jit`; as errors, they would hide a reading
 def test_a_value_that_the_program_logs_in_a_trace() -> None:
     """The traced graph is the same as without reading it; no value is known there."""
     torch = pytest.importorskip("torch")
